@@ -80,20 +80,24 @@ bool etch__tiles_pack(const direct_conv *d, const void *w, char *to) {
 /* ---- tiles ---- */
 
 /* Of a tile; and how much the terms of its rows may be, if they are not few. */
-enum { ROWS_MOST = 128, ROWS_LEAST = 32, COLUMNS_MOST = 256, COLUMNS_LEAST = 64 };
+enum { ROWS_MOST = 128, ROWS_FEW = 64, ROWS_LEAST = 32, COLUMNS_MOST = 256, COLUMNS_LEAST = 64 };
 enum { TERM_BYTES = 512 << 10 };
 
-/* Every thread should get some; what is cut in columns shares the copies of the rows. */
+/* Every thread should get some; what is cut in columns shares the copies of the rows. Of few rows
+ * the time is that of fetching the weights: they are not cut, so that each weight comes once. */
 void etch__tiles_plan(direct_conv *d) {
-    int64_t wanted = etch_num_threads() > 1 ? 4 * (int64_t)etch_num_threads() : 1;
-    int64_t row = blocks_of(d) * 64, rows = ROWS_MOST, columns = COLUMNS_MOST;
-    while (rows > ROWS_LEAST && (rows * row > TERM_BYTES || rows >= 2 * d->n.rows)) rows /= 2;
+    bool few = d->n.rows <= ROWS_FEW;
+    int64_t each = few && d->n.places > 1 ? 2 : 4; /* where all copy the rows, fewer */
+    int64_t wanted = etch_num_threads() > 1 ? each * (int64_t)etch_num_threads() : 1;
+    int64_t row = blocks_of(d) * 64, rows = few ? ROWS_FEW : ROWS_MOST, columns = COLUMNS_MOST;
+    while (rows > ROWS_LEAST && ((!few && rows * row > TERM_BYTES) || rows >= 2 * d->n.rows))
+        rows /= 2;
     for (;;) {
         d->tile_rows = rows, d->tile_columns = at_most(columns, d->width);
         d->row_tiles = parts_of(d->n.rows, rows);
         d->column_tiles = parts_of(d->width, d->tile_columns);
         if (d->n.groups * d->row_tiles * d->column_tiles >= wanted) return;
-        if (rows > ROWS_LEAST && d->n.rows > rows / 2) rows /= 2;
+        if (!few && rows > ROWS_LEAST && d->n.rows > rows / 2) rows /= 2;
         else if (columns > COLUMNS_LEAST) columns /= 2;
         else return;
     }
@@ -138,15 +142,32 @@ static char *copy_row(const direct_conv *d, char *to, const char *x, const reach
     return end;
 }
 
+/* Whether no padding lies under a position whose first value is in row ih, column iw, and what lies
+ * under a row of the kernel is one run of memory. */
+static bool in_runs(const direct_conv *d, int64_t ih, int64_t iw) {
+    const conv_sizes *n = &d->n;
+    int64_t high = (n->kernel[0] - 1) * n->at.dilation[0], width = n->kernel[1] - 1;
+    bool runs = !width || n->at.dilation[1] * d->x_column == n->in_channels * 2;
+    return runs && ih >= 0 && iw >= 0 && ih + high < n->in[0] &&
+           iw + width * n->at.dilation[1] < n->in[1];
+}
+
 /* The terms of a position; x: its image. */
 static void copy_position(const direct_conv *d, char *to, const char *x, int64_t oh, int64_t ow) {
     const conv_sizes *n = &d->n;
     int64_t ih = oh * n->at.stride[0] - n->at.padding[0];
+    int64_t iw = ow * n->at.stride[1] - n->at.padding[1];
     char *end = to + blocks_of(d) * 64;
-    reach r = reach_of(ow * n->at.stride[1] - n->at.padding[1], n->at.dilation[1], n->kernel[1],
-                       n->in[1]);
-    for (int64_t h = 0; h < n->kernel[0]; h++, ih += n->at.dilation[0])
-        to = copy_row(d, to, ih < 0 || ih >= n->in[0] ? NULL : x + ih * d->x_row, &r);
+    if (in_runs(d, ih, iw)) {
+        int64_t run = n->kernel[1] * n->in_channels * 2;
+        d->isa->conv->copy_runs(to, x + ih * d->x_row + iw * d->x_column,
+                                n->at.dilation[0] * d->x_row, n->kernel[0], run);
+        to += n->kernel[0] * run;
+    } else {
+        reach r = reach_of(iw, n->at.dilation[1], n->kernel[1], n->in[1]);
+        for (int64_t h = 0; h < n->kernel[0]; h++, ih += n->at.dilation[0])
+            to = copy_row(d, to, ih < 0 || ih >= n->in[0] ? NULL : x + ih * d->x_row, &r);
+    }
     if (to < end) d->isa->conv->copy(to, NULL, end - to);
 }
 

@@ -8,7 +8,8 @@
     {                                                                                              \
         &etch__strips_##isa, &etch__reduce_##isa, &etch__product_##isa, &etch__random_##isa,       \
             &etch__pool_##isa, &etch__panels_##isa, &etch__dots_##isa, &etch__amx_##isa,           \
-            &etch__attention_##isa, &etch__quantized_##isa, &etch__conv_##isa, &etch__scan_##isa   \
+            &etch__attention_##isa, &etch__quantized_##isa, &etch__conv_##isa, &etch__scan_##isa,  \
+            &etch__chain_##isa                                                                     \
     }
 
 const isa_table etch__isa_tables[CPU_ISA_COUNT] = {

@@ -40,6 +40,7 @@ joined_product *etch__joined_new(const lowered *low) {
                           .flat = is_flat(low)};
     for (int i = 0; i < k->naccesses; i++)
         j->bytes[i] = (uint8_t)etch_dtype_size(k->access[i].dtype);
+    j->chained = etch__chain_find(low, j);
     if (!j->m.conv || etch__joined_conv_new(j)) return j;
     return etch__free(j), NULL;
 }
@@ -95,7 +96,8 @@ static void follow_line(const joined_call *c, const product_tile *t) {
 
 void etch__joined_follow(const joined_call *c, const product_tile *t, int size) {
     const joined_product *j = c->k->joined;
-    if (j->flat && t->n == t->ldc && t->n == c->k->dims[j->naxes - 1]) follow_line(c, t);
+    if (j->chained) etch__chain_follow(c, t);
+    else if (j->flat && t->n == t->ldc && t->n == c->k->dims[j->naxes - 1]) follow_line(c, t);
     else follow_rows(c, t, size);
 }
 

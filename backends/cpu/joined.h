@@ -11,8 +11,11 @@ typedef struct joined_product {
     bool is_conv;
     conv_numbers conv; /* its numbers */
     int naxes, naccesses;
-    bool rows;                        /* the kernel reduces rows: a unit is one of them */
-    bool flat;                        /* row follows row in all memory: many can be one */
+    bool rows;    /* the kernel reduces rows: a unit is one of them */
+    bool flat;    /* row follows row in all memory: many can be one */
+    bool chained; /* joined_chain.c: what it does, and its store */
+    chain_args chain;
+    int chain_y;
     uint8_t bytes[LOOP_MAX_ACCESSES]; /* of an element of each access */
 } joined_product;
 
@@ -29,6 +32,9 @@ typedef struct joined_call {
     const uint64_t *cells;
 } joined_call;
 void etch__joined_follow(const joined_call *c, const product_tile *t, int size);
+/* joined_chain.c: whether the kernel is such a one, as j then says; its part of the work. */
+bool etch__chain_find(const lowered *low, joined_product *j);
+void etch__chain_follow(const joined_call *c, const product_tile *t);
 /* conv_joined.c */
 bool etch__joined_conv_new(joined_product *j);
 etch_status etch__joined_conv_run(const joined_call *c);

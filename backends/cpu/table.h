@@ -284,7 +284,46 @@ typedef struct conv_table {
     void (*apart[ETCH_DTYPE_COUNT])(const conv_panel *p);
     void (*lines[ETCH_DTYPE_COUNT])(const conv_line *l);
     void (*copy)(char *to, const char *from, int64_t bytes); /* few; from NULL: zeros */
+    /* `count` such runs, `step` bytes apart, one behind the other. */
+    void (*copy_runs)(char *to, const char *from, int64_t step, int64_t count, int64_t bytes);
 } conv_table;
+
+/* A tile of f32, sums of products of bf16 whose NaNs are quiet with a low half of zeros, through
+ * one operation after another to bf16: each changes the value x. Operands are bf16, of which element (row, column) of the tile
+ * takes that at row * pitch + column; pitch 0: one row for all. */
+typedef enum chain_op {
+    CHAIN_TILE,  /* x becomes the tile, what it was is set aside */
+    CHAIN_LOAD,  /* the operand, the same */
+    CHAIN_BOTH,  /* adds what was set aside */
+    CHAIN_ROUND, /* to the nearest bf16 */
+    CHAIN_RELU,  /* x < 0 ? 0 : x */
+    CHAIN_ADD,
+    CHAIN_SUB,
+    CHAIN_SUB_FROM, /* operand - x */
+    CHAIN_MUL
+} chain_op;
+enum { CHAIN_STEPS = 32 };
+
+typedef struct chain_step {
+    uint8_t op;
+    int8_t access; /* joined.c: which one the operand is */
+    int64_t pitch;
+    const uint16_t *data;
+} chain_step;
+
+typedef struct chain_args {
+    chain_step step[CHAIN_STEPS];
+    int n;
+    const float *c;
+    int64_t ldc, rows, cols;
+    uint16_t *y;
+    int64_t y_pitch;
+} chain_args;
+
+/* run: NULL, or for processors with the instructions of CPU_LEVEL_DOTS. */
+typedef struct chain_table {
+    void (*run)(const chain_args *a);
+} chain_table;
 
 typedef struct isa_table {
     const strip_table *strips;
@@ -297,6 +336,7 @@ typedef struct isa_table {
     const quantized_table *quantized;
     const conv_table *conv;
     const scan_table *scan;
+    const chain_table *chain;
 } isa_table;
 
 /* The tables of each set, and those of this process. */
@@ -319,7 +359,8 @@ const isa_table *etch__isa_table(void);
     extern const attention_table etch__attention_##isa;                                            \
     extern const quantized_table etch__quantized_##isa;                                            \
     extern const conv_table etch__conv_##isa;                                                      \
-    extern const scan_table etch__scan_##isa;
+    extern const scan_table etch__scan_##isa;                                                      \
+    extern const chain_table etch__chain_##isa;
 DECLARE_ISA(baseline)
 DECLARE_ISA(avx2)
 DECLARE_ISA(avx512)

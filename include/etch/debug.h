@@ -28,6 +28,7 @@ typedef struct etch_counters_t {
     int64_t compile_failures; /* plans that fell back to eager because a compile failed */
     int64_t candidates_timed; /* layouts and algorithms tried (ETCH_MODE_MAX_AUTOTUNE) */
     int64_t weights_packed;   /* weights brought into the order in which a kernel multiplies them */
+    int64_t kernels_chained;  /* kernels of a plan that go over a product's tiles as one chain */
     int64_t kernel_launches;  /* generated kernels run */
     int64_t library_calls;    /* products run inside plans */
     int64_t operators;        /* operators run by the eager dispatcher */

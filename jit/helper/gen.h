@@ -43,7 +43,8 @@ typedef struct gen_access {
     var uniform; /* loads of one element for the whole strip: its value */
     val buffer;  /* local elements: padded copy of a load, results of a store */
     var target;  /* stores of a MAP, or NULL: where results go, the buffer or memory itself */
-    val wide;    /* f16 that is converted by strips: its f32, or NULL */
+    val wide;    /* f32 of f16 that is converted by strips, or of a row that is kept; or NULL */
+    bool kept;   /* loads of bf16 that are the same for all rows: widened once (kernel.c) */
     val stride[LOOP_MAX_AXES];
     bool used[LOOP_STAGES]; /* by the code that runs in a stage */
 } gen_access;
@@ -80,6 +81,7 @@ typedef struct emitter {
     gen_value value[LOOP_MAX_CODE];
     gen_reduction red[LOOP_MAX_CODE];
     int nred;
+    var kept_first, kept_n;        /* the strip of a row whose `kept` loads are there */
     val reduced, blocks, parallel; /* reduced elements, their blocks, parallel elements */
 
     /* the strip being emitted */

@@ -76,6 +76,18 @@ static void read_sizes(emitter *g) {
     g->blocks = choose(g, g->t_long, cmp(g, GCC_JIT_COMPARISON_LT, b, num(g, 1)), num(g, 1), b);
 }
 
+/* Beside the tile of a product, whose rows are short, what is the same for all of its rows is
+ * widened once: that takes as long as a rounding. */
+static bool is_kept(const emitter *g, int a) {
+    const loop_access *x = &g->k->access[a];
+    bool tile = false;
+    for (int k = 0; k < g->k->naccesses; k++) tile |= g->k->access[k].sums;
+    if (!tile || g->k->variant != LOOP_MAP || g->k->tile || g->k->npar < 2) return false;
+    for (int k = 0; k < g->k->npar - 1; k++)
+        if (x->step[k] != STEP_ZERO) return false;
+    return !x->store && x->dtype == ETCH_BF16 && x->step[g->k->npar - 1] == STEP_ONE;
+}
+
 static void new_accesses(emitter *g) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *x = &g->access[a];
@@ -85,7 +97,9 @@ static void new_accesses(emitter *g) {
         x->source = gen_local(g, element_ptr(g, a), "source");
         x->uniform = gen_local(g, g->compute[dtype_of(g, a)], "same");
         x->buffer = gen_array(g, g->storage[dtype_of(g, a)], g->width, "buffer");
-        if (gen_is_widened(g, a)) x->wide = gen_array(g, g->storage[ETCH_F32], g->width, "wide");
+        x->kept = is_kept(g, a);
+        if (x->kept || gen_is_widened(g, a))
+            x->wide = gen_array(g, g->storage[ETCH_F32], g->width, "wide");
         if (g->k->access[a].store && !x->wide && gen_direct(g))
             x->target = gen_local(g, element_ptr(g, a), "target");
     }
@@ -251,7 +265,7 @@ static void source_uniform(emitter *g, int a) {
 static void set_sources(emitter *g, int stage, int x) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *s = &g->access[a];
-        if (!s->used[stage] || g->k->access[a].store) continue;
+        if (!s->used[stage] || g->k->access[a].store || s->kept) continue;
         if (gen_uniform_load(g, stage, a)) {
             source_uniform(g, a);
             continue;
@@ -422,6 +436,33 @@ static val strips_of(emitter *g, val inner) {
     return choose(g, g->t_long, cmp(g, GCC_JIT_COMPARISON_LT, s, num(g, 1)), num(g, 1), s);
 }
 
+static void widen_row(emitter *g, int a) {
+    gen_access *s = &g->access[a];
+    source_contiguous(g, a);
+    gen_loop l = for_begin(g, num(g, 0), rv(g->trip), 1, "j");
+    val e = rv(keep(g, g->storage[ETCH_BF16], rv(elem(g, rv(s->source), rv(l.i))), "e"));
+    set(g, elem(g, s->wide, rv(l.i)), gen_load(g, ETCH_BF16, e));
+    for_end(g, &l);
+}
+
+/* Of the strip that begins at element `first` of the row, unless they are there. */
+static void widen_rows(emitter *g, val first) {
+    val other = either(g, cmp(g, GCC_JIT_COMPARISON_NE, first, rv(g->kept_first)),
+                       cmp(g, GCC_JIT_COMPARISON_NE, rv(g->n), rv(g->kept_n)));
+    gen_if i = if_begin(g, other);
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (g->access[a].kept) widen_row(g, a);
+    set(g, g->kept_first, first);
+    set(g, g->kept_n, rv(g->n));
+    if_end(g, &i);
+}
+
+static bool keeps_rows(const emitter *g) {
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (g->access[a].kept) return true;
+    return false;
+}
+
 /* From strip number `strip` on, to strip `stop` at most. */
 static void map_strip(emitter *g, val row, val strip, val stop, val inner) {
     int x = g->k->npar - 1;
@@ -430,6 +471,7 @@ static void map_strip(emitter *g, val row, val strip, val stop, val inner) {
     set_length(g, min_of(g, sub(g, end, first), num(g, g->width)));
     set_bases(g, 0, x, first);
     set(g, g->index0, add(g, mul(g, row, inner), first));
+    if (keeps_rows(g)) widen_rows(g, first);
     set_sources(g, 0, x);
     val whole = cmp(g, GCC_JIT_COMPARISON_EQ, rv(g->n), rv(g->trip));
     for (int a = 0; a < g->k->naccesses; a++)
@@ -541,6 +583,10 @@ static void gen_map(emitter *g) {
     var row = keep(g, g->t_long, quot(g, rv(u), strips), "row");
     var s = keep(g, g->t_long, rem(g, rv(u), strips), "s");
     g->index_step = num(g, 1);
+    if (keeps_rows(g)) {
+        g->kept_first = keep(g, g->t_long, num(g, -1), "kept_first");
+        g->kept_n = keep(g, g->t_long, num(g, 0), "kept_n");
+    }
     gen_loop l = while_begin(g);
     while_test(g, &l, cmp(g, GCC_JIT_COMPARISON_LT, rv(u), g->end));
     val left = rv(keep(g, g->t_long, sub(g, g->end, rv(u)), "left"));

@@ -1,6 +1,6 @@
 /* What is known of the bits of NaNs, in numbers that come of bf16: the low half of a loaded or
  * rounded one is 0, and arithmetic gives an operand's NaN, made quiet, or the processor's own,
- * whose low half is 0 as well. Adding half of a unit to such bits and cutting the low half off
+ * whose low half is 0 as well; so do sums of products of them. Adding half of a unit to such bits and cutting the low half off
  * gives them again: a rounding of them needs no case for NaN. */
 #include <math.h>
 
@@ -30,11 +30,16 @@ static void note_prim(const emitter *g, const loop_instr *i, gen_value *x) {
     }
 }
 
+static void note_load(const loop_access *a, gen_value *x) {
+    x->short_nan = a->dtype == ETCH_BF16 || a->sums;
+    x->quiet_nan = a->sums;
+}
+
 void gen_plan_nans(emitter *g) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         gen_value *x = &g->value[v];
-        if (i->kind == LOOP_LOAD) x->short_nan = g->k->access[i->p.imm.i].dtype == ETCH_BF16;
+        if (i->kind == LOOP_LOAD) note_load(&g->k->access[i->p.imm.i], x);
         if (i->kind == LOOP_PRIM) note_prim(g, i, x);
     }
 }

@@ -6,7 +6,7 @@
  * etch-jit and therefore uses nothing but the C library and core/ops/prims.c. */
 #include "jit/loop/loop.h"
 
-enum { LOOP_MAGIC = 0x36494c45 }; /* "ELI6": the number changes with the format */
+enum { LOOP_MAGIC = 0x37494c45 }; /* "ELI7": the number changes with the format */
 
 bool etch__loop_can_emit(prim_id prim, etch_dtype type) {
     if (!etch__prim_gives(prim, type) || etch__prims[prim].class == CLASS_EAGER) return false;
@@ -144,6 +144,8 @@ static const char *check_accesses(const loop_kernel *k) {
     for (int a = 0; a < k->naccesses; a++) {
         if (k->access[a].dtype >= ETCH_DTYPE_COUNT) return "an access has no dtype";
         if (k->access[a].store > 1) return "an access is neither loaded nor stored";
+        if (k->access[a].sums > (k->access[a].dtype == ETCH_F32 && !k->access[a].store))
+            return "sums of bf16 are loaded as f32";
         for (int x = 0; x < k->npar + k->nred; x++)
             if (k->access[a].step[x] > STEP_VAR) return "a step has no class";
     }
@@ -347,6 +349,7 @@ size_t etch__loop_serialise(const loop_kernel *k, uint8_t *buf, size_t cap) {
         put(&w, (uint64_t)k->ncode, 2);
     for (int a = 0; a < k->naccesses; a++) {
         put(&w, k->access[a].dtype, 1), put(&w, k->access[a].store, 1);
+        put(&w, k->access[a].sums, 1);
         for (int x = 0; x < k->npar + k->nred; x++) put(&w, k->access[a].step[x], 1);
     }
     for (int i = 0; i < k->ncode; i++) put_instr(&w, &k->code[i]);
@@ -388,6 +391,7 @@ bool etch__loop_parse(const uint8_t *buf, size_t n, loop_kernel *k) {
     if (r.bad || any_mode > 1 || check_shape(k)) return false;
     for (int a = 0; a < k->naccesses; a++) {
         k->access[a].dtype = (uint8_t)get(&r, 1), k->access[a].store = (uint8_t)get(&r, 1);
+        k->access[a].sums = (uint8_t)get(&r, 1);
         for (int x = 0; x < k->npar + k->nred; x++) k->access[a].step[x] = (uint8_t)get(&r, 1);
     }
     for (int i = 0; i < k->ncode && !r.bad; i++) get_instr(&r, &k->code[i]);

@@ -63,6 +63,7 @@ typedef enum loop_step { STEP_ZERO, STEP_ONE, STEP_VAR } loop_step;
 typedef struct loop_access {
     uint8_t dtype; /* storage dtype */
     uint8_t store;
+    uint8_t sums; /* loads of f32: 1 for the sums of products of bf16, which come tile by tile */
     uint8_t step[LOOP_MAX_AXES]; /* loop_step along each axis */
 } loop_access;
 

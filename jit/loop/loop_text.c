@@ -60,7 +60,7 @@ char *etch__loop_text(const loop_kernel *k) {
                        etch_dtype_name(k->access[a].dtype));
         for (int x = 0; x < k->npar + k->nred; x++)
             etch__text_put(&t, "%s%c", x == k->npar && x ? "|" : "", step[k->access[a].step[x]]);
-        etch__text_put(&t, "]\n");
+        etch__text_put(&t, k->access[a].sums ? "] sums\n" : "]\n");
     }
     for (int v = 0; v < k->ncode; v++) put_instr(&t, v, &k->code[v]);
     return etch__text_end(&t);

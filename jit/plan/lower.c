@@ -454,6 +454,7 @@ void etch__lower_finish(const lowered *partial, lowered *out) {
 static void note_matmul(lowering *l, int access, const ir_node *n) {
     const ir_source *a = sources(l->r, n), *b = a + 1;
     joined_matmul *m = &l->out->matmul[l->out->nmatmuls++];
+    l->k->access[access].sums = l->r->target->matmuls.wide && a->meta.dtype == ETCH_BF16;
     *m = (joined_matmul){.access = access,
                          .m = a->meta.size[0],
                          .n = b->meta.size[1],

@@ -180,10 +180,25 @@ static void copy(char *to, const char *from, int64_t bytes) {
     __mmask64 rest = ~0ull >> (64 - (bytes - i));
     _mm512_mask_storeu_epi8(to + i, rest, from ? _mm512_maskz_loadu_epi8(rest, from + i) : zeros);
 }
+
+static void copy_runs(char *to, const char *from, int64_t step, int64_t count, int64_t bytes) {
+    int64_t whole = bytes & -64;
+    __mmask64 rest = bytes > whole ? ~0ull >> (64 - (bytes - whole)) : 0;
+    for (int64_t k = 0; k < count; k++, from += step, to += bytes) {
+        for (int64_t i = 0; i < whole; i += 64)
+            _mm512_storeu_si512(to + i, _mm512_loadu_si512(from + i));
+        if (rest)
+            _mm512_mask_storeu_epi8(to + whole, rest, _mm512_maskz_loadu_epi8(rest, from + whole));
+    }
+}
 #else
 static void copy(char *to, const char *from, int64_t bytes) {
     if (from) memcpy(to, from, (size_t)bytes);
     else memset(to, 0, (size_t)bytes);
+}
+
+static void copy_runs(char *to, const char *from, int64_t step, int64_t count, int64_t bytes) {
+    for (int64_t k = 0; k < count; k++, from += step, to += bytes) memcpy(to, from, (size_t)bytes);
 }
 #endif
 
@@ -194,4 +209,5 @@ const conv_table ISA_NAME(conv) = {
     .pairs = multiply_pairs,
     .apart = {[ETCH_F32] = apart_f32v, [ETCH_F64] = apart_f64v},
     .lines = {[ETCH_F32] = lines_f32v, [ETCH_F64] = lines_f64v},
-    .copy = copy};
+    .copy = copy,
+    .copy_runs = copy_runs};
