@@ -32,7 +32,7 @@
 enum { KERNEL_MAX = 7680, KEY_HEAD = 512 };
 enum { PATH_ROOM = sizeof((cache_dir *)0)->path + 48 }; /* of a file in the folder */
 /* Goes up when the generated code changes though kernel and helper look the same. */
-enum { CODE_REVISION = 10 };
+enum { CODE_REVISION = 11 };
 
 static const char magic[8] = "etchobj1";
 
