@@ -289,8 +289,8 @@ typedef struct conv_table {
 } conv_table;
 
 /* A tile of f32, sums of products of bf16 whose NaNs are quiet with a low half of zeros, through
- * one operation after another to bf16: each changes the value x. Operands are bf16, of which element (row, column) of the tile
- * takes that at row * pitch + column; pitch 0: one row for all. */
+ * one operation after another to bf16: each changes the value x. Operands are bf16: element (row,
+ * column) of the tile takes that at row * pitch + column; pitch 0: one row for all. */
 typedef enum chain_op {
     CHAIN_TILE,  /* x becomes the tile, what it was is set aside */
     CHAIN_LOAD,  /* the operand, the same */

@@ -1,7 +1,7 @@
 /* What is known of the bits of NaNs, in numbers that come of bf16: the low half of a loaded or
  * rounded one is 0, and arithmetic gives an operand's NaN, made quiet, or the processor's own,
- * whose low half is 0 as well; so do sums of products of them. Adding half of a unit to such bits and cutting the low half off
- * gives them again: a rounding of them needs no case for NaN. */
+ * whose low half is 0 as well; so do sums of products of them. Adding half of a unit to such bits
+ * and cutting the low half off gives them again: a rounding of them needs no case for NaN. */
 #include <math.h>
 
 #include "gen.h"
