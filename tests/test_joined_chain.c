@@ -142,6 +142,7 @@ static etch_tensor *plain(etch_tensor *x, etch_tensor *w, etch_tensor *p, etch_t
 static etch_tensor *residual(etch_tensor *x, etch_tensor *w, etch_tensor *p, etch_tensor *r) {
     return next(etch_relu(etch_add(r, batch_norm(conv(x, w), p))), p);
 }
+/* What stands beside the convolution is as long as what follows it: they are not joined. */
 static etch_tensor *branches(etch_tensor *x, etch_tensor *w, etch_tensor *p, etch_tensor *r) {
     return next(etch_relu(etch_add(batch_norm(conv(x, w), p), batch_norm(r, p))), p);
 }
@@ -199,7 +200,7 @@ TEST(chains_compiled_as_eager) {
     static const struct {
         body f;
         bool chain;
-    } all[] = {{plain, true},      {residual, true}, {branches, true},
+    } all[] = {{plain, true},      {residual, true}, {branches, false},
                {subtracted, true}, {smooth, false},  {squared, false}};
     static const int64_t sizes[][2] = {{64, 64}, {32, 40}, {24, 33}, {16, 300}};
     for (int i = 0; i < COUNT_OF(all); i++)
