@@ -142,7 +142,7 @@ static etch_tensor *plain(etch_tensor *x, etch_tensor *w, etch_tensor *p, etch_t
 static etch_tensor *residual(etch_tensor *x, etch_tensor *w, etch_tensor *p, etch_tensor *r) {
     return next(etch_relu(etch_add(r, batch_norm(conv(x, w), p))), p);
 }
-/* What stands beside the convolution is as long as what follows it: they are not joined. */
+/* The plan computes the second branch and the sum in a kernel behind the convolution: no chain. */
 static etch_tensor *branches(etch_tensor *x, etch_tensor *w, etch_tensor *p, etch_tensor *r) {
     return next(etch_relu(etch_add(batch_norm(conv(x, w), p), batch_norm(r, p))), p);
 }

@@ -23,8 +23,10 @@ typedef struct pool {
     struct workers *workers;
 } pool;
 
-static pool *current;         /* under lock; NULL until the first region */
-static pool *abandoned;       /* the parent's pool in a forked child, kept reachable */
+static pool *current; /* under lock; NULL until the first region */
+/* The parent's pool in a forked child, kept reachable: without `volatile` a compiler leaves out
+ * what is never read, and a leak checker finds it lost. */
+static pool *volatile abandoned;
 static atomic_int nthreads;   /* 0: not yet known */
 static __thread bool in_task; /* this thread is inside a region */
 
