@@ -124,7 +124,9 @@ static bool has_tile(const chain_args *a) {
 
 bool etch__chain_find(const lowered *low, joined_product *j) {
     const loop_kernel *k = &low->k;
-    if (!etch__isa_table()->chain->run || etch__cpu_level() < CPU_LEVEL_DOTS) return false;
+    if (!etch__isa_table()->chain->run || etch__cpu_level() < CPU_LEVEL_DOTS ||
+        !__builtin_cpu_supports("avx512vnni"))
+        return false;
     if (k->variant != LOOP_MAP || k->any_mode || !k->access[low->matmul[0].access].sums)
         return false;
     search f = {low, &j->chain, -1, -1, low->matmul[0].access, -1};

@@ -149,7 +149,7 @@ typedef struct product {
     weight t;
     const void *x; /* [count][columns]: f32, or f64 */
     void *y;       /* [count][rows], the same */
-    int64_t count, pitch, blocks, in_group, together;
+    int64_t count, pitch, blocks, in_group;
     void (*multiply)(const quantized_rows *q);
     float (*block)(const float *x, int64_t n, int8_t *q, int32_t *sum);
     int8_t *q; /* x as integers, [count][pitch], [count][blocks] of the others */
@@ -180,7 +180,7 @@ static void rows_task(void *ctx, int64_t begin, int64_t end) {
     const char *scales = j->t.scales;
     int64_t size = j->t.halves ? 2 : 4;
     for (int64_t b = begin; b < end; b++) {
-        int64_t row = b * j->together;
+        int64_t row = b * QUANTIZED_TOGETHER;
         j->multiply(&(quantized_rows){.w = j->t.w + row / QUANTIZED_ROWS * p->steps * 64,
                                       .w_pitch = p->steps * 64,
                                       .scales = scales + row * size,
@@ -189,7 +189,7 @@ static void rows_task(void *ctx, int64_t begin, int64_t end) {
                                       .x_sums = j->x_sums,
                                       .y = (float *)j->y + row,
                                       .pitch = p->rows,
-                                      .rows = at_most(p->rows - row, j->together),
+                                      .rows = at_most(p->rows - row, QUANTIZED_TOGETHER),
                                       .columns = p->columns,
                                       .group = p->group,
                                       .count = j->count,
@@ -231,10 +231,8 @@ static etch_status run_f32(product *j) {
     j->x_sums = (int32_t *)(void *)(room + j->count * j->blocks * 4);
     j->q = (int8_t *)room + j->count * j->blocks * 8;
     etch__parallel(j->count, grain_of(p->columns), quantize_task, j);
-    /* Of 8 bits a group of 16 rows takes as long as fetching its scales: one stream is faster. */
-    j->together = QUANTIZED_TOGETHER;
-    etch__parallel((p->rows + j->together - 1) / j->together,
-                   grain_of(p->steps * 4 * j->together * j->count), rows_task, j);
+    etch__parallel((p->rows + QUANTIZED_TOGETHER - 1) / QUANTIZED_TOGETHER,
+                   grain_of(p->steps * 4 * QUANTIZED_TOGETHER * j->count), rows_task, j);
     etch__free(room);
     return ETCH_OK;
 }

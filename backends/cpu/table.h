@@ -320,7 +320,7 @@ typedef struct chain_args {
     int64_t y_pitch;
 } chain_args;
 
-/* run: NULL, or for processors with the instructions of CPU_LEVEL_DOTS. */
+/* run: NULL, or for processors with VNNI. */
 typedef struct chain_table {
     void (*run)(const chain_args *a);
 } chain_table;

@@ -63,10 +63,9 @@ static inline __attribute__((always_inline)) void NAME(piece)(const quantized_ro
     int64_t bytes = q->nibbles ? 8 : 16; /* of 16 rows, a column */
     int64_t in_group = (q->group + QUANTIZED_BLOCK - 1) / QUANTIZED_BLOCK;
     int64_t block = g * in_group + at / QUANTIZED_BLOCK, column = g * q->group + at;
+    const uint8_t *w = q->w + first / QUANTIZED_ROWS * q->w_pitch + column * bytes;
     NAME(take_scales)(q, g, first, &scales);
-    NAME(block)
-    (q, q->w + first / QUANTIZED_ROWS * q->w_pitch + column * bytes,
-     q->x + row * q->x_pitch + column, n, count, out);
+    NAME(block)(q, w, q->x + row * q->x_pitch + column, n, count, out);
     for (int r = 0; r < count; r++) NAME(add)(q, &out[r], &scales, row + r, block, &acc[r]);
 }
 
